@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from fractions import Fraction
 
+from ddlbench.texts import counted
+
 MOST = {"cpu": 8, "cuda": 16}  # workers: what a file system and /dev/shm carry for every rank of a node
 ON_CUDA = 2  # threads of a rank that are busy beside its loader: one queues the device's work, one pins batches
 
@@ -45,6 +47,6 @@ def few_cores(cores: int, workers: int) -> str | None:
     if cores >= wanted:
         return None
     return (
-        f"each rank has {cores} core{'s' if cores > 1 else ''} for itself; its {workers} loader workers and {ON_CUDA} "
+        f"each rank has {counted(cores, 'core')} for itself; its {workers} loader workers and {ON_CUDA} "
         f"threads of its own want {wanted}: give each rank more (srun --cpus-per-task={wanted})"
     )

@@ -74,6 +74,11 @@ def bytes_text(bytes_: float) -> str:
     return f"{bytes_ / MIB:.4g} MiB" if bytes_ < GIB else f"{bytes_ / GIB:.4g} GiB"
 
 
+def counted(count: int, thing: str) -> str:
+    """ "1 GPU", "4 GPUs"."""
+    return f"{count} {thing}{'' if count == 1 else 's'}"
+
+
 def limited(items: Sequence[Item], limit: int) -> tuple[Sequence[Item], int]:
     """The first items, and the number of the others."""
     return items[:limit], max(0, len(items) - limit)

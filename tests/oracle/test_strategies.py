@@ -345,6 +345,7 @@ def test_hybrid_communicates_in_three_ways() -> None:
         "all-reduce of gradients",
         "all-reduce of the tied embedding",
     }
+    assert all(message.exposed > 0 for message in outcome.messages if message.what != "broadcast of the batch")
 
 
 def test_ranks_that_share_cores_compute_longer() -> None:

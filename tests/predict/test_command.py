@@ -195,17 +195,23 @@ def test_tensor_parallelism_stays_within_a_node(rows: Rows) -> None:
     assert asked["layout"] == {"dp": 1, "tp": 16}
 
 
-def test_the_table_has_the_epoch_the_reason_and_the_parts_of_memory(rows: Rows, capsys: Capture) -> None:
+@pytest.mark.parametrize(("gpus", "prefix"), [(1, "at 1 GPU "), (2, "at 2 GPUs ")])
+def test_the_table_has_the_epoch_the_reason_and_the_parts_of_memory(
+    rows: Rows, capsys: Capture, gpus: int, prefix: str
+) -> None:
     """It equals the JSON: 64 steps of 2 samples each on 2 GPUs take 64 times as long as one."""
-    words = (*TINY, "+framework=ddp", "cluster=h100", "gpus=2", "train.batch_per_gpu=1", "--samples-per-epoch", "128")
+    batch = ("train.global_batch=2", "--samples-per-epoch", "128")
+    words = (*TINY, "+framework=ddp", "cluster=h100", f"gpus={gpus}", *batch)
     (row,) = rows(*words)
     assert row["epoch_s"] == pytest.approx(64 * row["step_s"])
     assert main(words) == 0
     times, memory = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("ddp "))
-    reason = row["reason"].removeprefix("at 2 GPUs ").split()
+    assert row["reason"].startswith(prefix)
+    reason = row["reason"].removeprefix(prefix).split()
     assert times[-2 - len(reason) :] == [f"{row['epoch_s']:.4g}", "s", *reason]
     parts = [*row["memory"].values(), row["memory_bytes"]]
-    assert memory == ["ddp", "dp2", "2", *(f"{bytes_ / 2**30:.3f}" for bytes_ in parts)]
+    layout = ["dp2"] if gpus > 1 else []
+    assert memory == ["ddp", *layout, str(gpus), *(f"{bytes_ / 2**30:.3f}" for bytes_ in parts)]
 
 
 def test_volumes_are_printed_twice(capsys: Capture) -> None:

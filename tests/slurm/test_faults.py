@@ -159,7 +159,7 @@ def test_a_controller_that_is_down_while_a_sweep_submits(cluster: Slurm, tmp_pat
     controller = cluster.daemons[1]
     controller.send_signal(signal.SIGKILL)
     controller.wait()
-    assert "sbatch refused a job of 1 GPUs" in sweep(cluster, study, results, *ON_CPUS, code=2).stderr
+    assert "sbatch refused a job of 1 GPU (" in sweep(cluster, study, results, *ON_CPUS, code=2).stderr
     cluster._start("slurmctld", "-D")
     cluster.daemons.insert(1, cluster.daemons.pop())
     cluster._wait(lambda: cluster.run("squeue", "-h").returncode == 0)

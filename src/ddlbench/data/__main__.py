@@ -17,7 +17,7 @@ from ddlbench.data.text.token_file import TokenFile, TokenizerFiles, is_current,
 from ddlbench.data.tfrecord import MANIFEST, UNFINISHED, Pack, read_manifest
 from ddlbench.data.tools import pack, verify_folders, verify_pack, verify_tokens
 from ddlbench.errors import UserError, reporting
-from ddlbench.texts import first_few, printable, say
+from ddlbench.texts import counted, first_few, printable, say
 
 DAMAGED = 1  # exit code
 KINDS = "image folders (train/<class>/*.JPEG, val/<class>/*.JPEG), a packed image set (pack.json), a token file (.bin)"
@@ -80,7 +80,7 @@ def verify(given: argparse.Namespace) -> int:
     width = max((len(label) for _, label in counts), default=0)
     for (split, label), samples in sorted(counts.items()):
         say(f"{split:5}  {label:{width}}  {samples:7}")
-    verdict = f"{faults} fault{'s' if faults > 1 else ''}" if faults else "no faults"
+    verdict = counted(faults, "fault") if faults else "no faults"
     say(f"{given.place}: {verdict}" + (f", {counts.total()} samples" if counts else ""))
     return DAMAGED if faults else 0
 

@@ -23,7 +23,7 @@ import psutil
 from ddlbench.errors import UserError
 from ddlbench.measure.devices.unknown import or_none
 from ddlbench.ranks.launchers import detect, hint
-from ddlbench.texts import GIB, bytes_text, first_line
+from ddlbench.texts import GIB, bytes_text, counted, first_line
 
 Line = tuple[str, str, str]
 
@@ -110,9 +110,8 @@ def launchers(env: Mapping[str, str] = os.environ) -> list[Line]:
     """How this process was started, and how ranks can be started here."""
     try:
         launch = detect(env)
-        nodes = f"{launch.nodes} node{'s' if launch.nodes > 1 else ''}"
-        ranks = f"started by {launch.launcher}: rank {launch.rank} of {launch.world_size} on {nodes}"
-        started = "started alone" if launch.launcher == "alone" else ranks
+        ranks = f"rank {launch.rank} of {launch.world_size} on {counted(launch.nodes, 'node')}"
+        started = "started alone" if launch.launcher == "alone" else f"started by {launch.launcher}: {ranks}"
         remark = hint(launch, env) or ""
     except UserError as error:
         started, remark = "started in a way that a run would refuse", str(error)

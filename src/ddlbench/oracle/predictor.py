@@ -32,7 +32,7 @@ from ddlbench.oracle.strategies import data_parallel, model_parallel, pipeline
 from ddlbench.oracle.strategies.traced import rehearsed_memory, traced
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.ranks.launch import Launch
-from ddlbench.texts import GIB, bytes_text
+from ddlbench.texts import GIB, bytes_text, counted
 
 EQUATIONS: dict[type, Callable[[Any, Setting], Outcome]] = {
     Single: lambda _, setting: data_parallel.replicas(setting),
@@ -243,4 +243,4 @@ def reason(gpus: int, outcome: Outcome, wait_s: float, capacity: float | None, f
     longest = f"{what} {seconds / step_s:.0%} of the step: {computing}{more}"
     time = longest if seconds >= 0.05 * step_s else f"{computing} of the step{hidden}"
     unsure = f"; it may not fit: it needs about {needed} (--exact-memory rehearses it)"
-    return f"at {gpus} GPU{'s' if gpus > 1 else ''} {time}{unsure if capacity and fitting is None else ''}"
+    return f"at {counted(gpus, 'GPU')} {time}{unsure if capacity and fitting is None else ''}"

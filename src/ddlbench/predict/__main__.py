@@ -25,7 +25,7 @@ from ddlbench.predict.question import Question, ask
 from ddlbench.predict.rows import predictions
 from ddlbench.rehearsal.rehearse import write_trace
 from ddlbench.results.rows import group_by
-from ddlbench.texts import GIB, aligned
+from ddlbench.texts import GIB, aligned, counted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,7 +84,7 @@ def show_plans(rows: Sequence[Prediction], machine: Machine, memory: float | Non
     for tried in group_by(plans, lambda row: (row.gpus, row.settings.get("train.global_batch"))).values():
         samples, frameworks = tried[0].settings.get("train.global_batch"), {row.framework for row in tried}
         batch = f", {samples} samples an update" if samples else ""
-        counts = f"{len(tried):,} plans of {len(frameworks)} frameworks at {tried[0].gpus} GPUs{batch}"
+        counts = f"{len(tried):,} plans of {len(frameworks)} frameworks at {counted(tried[0].gpus, 'GPU')}{batch}"
         best = ranking.fitting(tried, max_memory=memory)
         possible = [row for row in tried if row.status == "ok"]
         if not possible:  # the most frequent reason
@@ -147,7 +147,7 @@ def show(rows: Sequence[Prediction], question: Question, machine: Machine, memor
         for line in traces.volume_lines(predicted):
             print(line, flush=True)
     best = ranking.fitting(rows, question.options.max_gpus, memory)
-    caps = f" with at most {question.options.max_gpus} GPUs" if question.options.max_gpus else ""
+    caps = f" with at most {counted(question.options.max_gpus, 'GPU')}" if question.options.max_gpus else ""
     caps += f" in {question.options.max_memory_gib:g} GiB" if memory else ""
     print("\n".join(ranking.conclusion(best, caps)))
 

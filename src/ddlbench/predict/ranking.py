@@ -10,7 +10,7 @@ from ddlbench.config.keys import written
 from ddlbench.measure.marks import MARKS, other_updates
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.results.rows import group_by
-from ddlbench.texts import GIB, aligned, first_few
+from ddlbench.texts import GIB, aligned, counted, first_few
 
 TIMES = ("compute", "comm", "hidden", "bubble", "data")
 WHICH = ("framework", "layout", "gpus")
@@ -54,7 +54,7 @@ def table(rows: Sequence[Prediction]) -> str:
         memory, error = f"{(row.memory_bytes or 0.0) / GIB:.2f} GiB", f"±{row.memory_error or 0.0:.0%}"
         rate = f"{row.samples_per_s or 0.0:.4g}{'*' if row.marks else ''}"
         epoch = "" if row.epoch_s is None else f"{row.epoch_s:.4g} s"
-        why = row.reason.removeprefix(f"at {row.gpus} GPUs ")
+        why = row.reason.removeprefix(f"at {counted(row.gpus, 'GPU')} ")
         lines.append((*which(row), f"{step_ms:.4g} ms", band, *times, memory, error, fits, rate, epoch, why))
     return "\n".join(aligned(COLUMNS, lines, left=(*WHICH[:2], "reason")))
 
@@ -100,7 +100,7 @@ def conclusion(rows: Sequence[Prediction], caps: str) -> list[str]:
     best = rows[0]
     layout = " ".join(f"{key}={value}" for key, value in best.layout.items())
     rate = f"{best.samples_per_s:.4g} samples/s"
-    head = f"best{caps}: {best.framework} ({layout}) at {best.gpus} GPUs, {rate}: {best.reason}"
+    head = f"best{caps}: {best.framework} ({layout}) at {counted(best.gpus, 'GPU')}, {rate}: {best.reason}"
     equal = [row for row in rows[1:] if row.gpus == best.gpus and not separated(best, row)]
     if not equal:
         return [head]
@@ -125,8 +125,8 @@ def conclusion(rows: Sequence[Prediction], caps: str) -> list[str]:
         head,
         unsure,
         f"choosing {best.framework} now costs {regret(fastest):.1%} of a step in the mean, against the fastest of them",
-        f"to decide, run {DECIDING_STEPS} steps of {', '.join(row.framework for row in runs)} at {best.gpus} GPUs: "
-        f"{hours:.2g} GPU-hours beside start and warm-up",
+        f"to decide, run {DECIDING_STEPS} steps of {', '.join(row.framework for row in runs)} at "
+        f"{counted(best.gpus, 'GPU')}: {hours:.2g} GPU-hours beside start and warm-up",
     ]
 
 

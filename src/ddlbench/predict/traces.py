@@ -23,7 +23,7 @@ from ddlbench.oracle.strategies import pipeline, traced
 from ddlbench.oracle.timing.schedule import WEIGHTS, F
 from ddlbench.rehearsal.observed import Operation
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent, Slice
-from ddlbench.texts import bytes_text
+from ddlbench.texts import bytes_text, counted
 
 IN_SCHEDULE = ("collectives of layers", "activations between stages")  # messages of a pipeline beside its passes
 RANK, HIDDEN = "rank 0", "hidden messages"
@@ -131,7 +131,7 @@ def timeline(row: Prediction) -> Iterator[Slice]:
     passes, send = (), ()  # seconds of a message from each stage to the next
     if row.config and row.setting and isinstance(row.config.framework, Pipeline):
         passes, send = pipeline.timeline(row.config.framework, row.setting)
-    made, now = partial(Slice, f"{row.framework} at {row.gpus} GPUs"), row.data_s or 0.0
+    made, now = partial(Slice, f"{row.framework} at {counted(row.gpus, 'GPU')}"), row.data_s or 0.0
     yield made(RANK, "wait for data", 0.0, now)
     messages = [message for message in row.messages if not passes or message["what"] not in IN_SCHEDULE]
     for message in messages:

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from ddlbench.errors import RunError, UserError
 from ddlbench.ranks.control import all_gather
 from ddlbench.ranks.launchers import SHARED_GPU, Launch
-from ddlbench.texts import first_line
+from ddlbench.texts import counted, first_line
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # each library's network interface
 # torch's NCCL watchdog and its monitor abort the process when they see an error, a hang of 8 minutes or a failed CUDA
@@ -64,7 +64,7 @@ def pick_device(launch: Launch, backend: str | None = None) -> torch.device:
 
 def _too_few(ranks: int, gpus: int) -> str:
     return (
-        f"{ranks} ranks on this node but {gpus} GPU{'s' if gpus > 1 else ''}: start one rank a GPU "
+        f"{ranks} ranks on this node but {counted(gpus, 'GPU')}: start one rank a GPU "
         f"(torchrun --nproc-per-node={gpus}, srun --ntasks-per-node={gpus}) or CUDA_VISIBLE_DEVICES= for the CPU"
     )
 

@@ -16,6 +16,7 @@ from ddlbench.data.page_cache import Dropped, drop
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.measure.formulas import flops
 from ddlbench.ranks.control import once_per_node
+from ddlbench.texts import counted
 
 if TYPE_CHECKING:
     from ddlbench.run.context import Attempt
@@ -32,8 +33,9 @@ def check_machine(threads: int, loader: Loader, cores: int) -> None:
         allowed[f"loader.{key}"] = (getattr(loader, key), WORKERS_PER_CORE * cores)
     for key, (value, most) in allowed.items():
         if value is not None and value > most:
-            has = f"this machine has {cores} core{'s' if cores > 1 else ''}"
-            raise UserError(f"{key}={value} is too many for a rank ({has}): give at most {most}")
+            raise UserError(
+                f"{key}={value} is too many for a rank (this machine has {counted(cores, 'core')}): give at most {most}"
+            )
 
 
 def check_precision(train: Train, device: torch.device) -> None:

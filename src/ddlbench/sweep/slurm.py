@@ -19,6 +19,7 @@ from ddlbench.sweep.lock import FOLDER, claim, queue
 from ddlbench.sweep.plan import Cell
 from ddlbench.sweep.state import State, due
 from ddlbench.sweep.study import Study
+from ddlbench.texts import counted
 
 PACKED = Path(__file__).parents[1] / "slurm_scripts"  # the wheel has its own copy
 SCRIPTS = PACKED if PACKED.is_dir() else Path(__file__).parents[3] / "scripts" / "slurm"
@@ -92,7 +93,7 @@ def job_lines(study: Study, cells: Sequence[Cell], options: Options) -> list[str
     more = options.words()
     planned = [(job.proves, len(job.cells), "sbatch", *_size(study, job.cells)) for job in jobs(cells, options.pack)]
     lines = [
-        f"{count} jobs of {size} cell{'s' * (size > 1)}{' that come first' * proves}: {shlex.join([*words, *more])}"
+        f"{count} jobs of {counted(size, 'cell')}{' that come first' * proves}: {shlex.join([*words, *more])}"
         for (proves, size, *words), count in Counter(planned).items()
     ]
     if lines and not any(word.startswith(CORES) for word in more):
@@ -138,7 +139,7 @@ def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, 
         if job.proves:
             proofs[claimed[0].family] = number
         names = ", ".join(cell.name for cell in claimed)
-        lines.append(f"job {number}: {len(claimed)} of {claimed[0].gpus} GPUs: {names}")
+        lines.append(f"job {number}: {len(claimed)} of {counted(claimed[0].gpus, 'GPU')}: {names}")
     return lines
 
 
@@ -163,7 +164,7 @@ def _sbatch(
     except (OSError, subprocess.SubprocessError) as error:
         said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
         raise UserError(
-            f"sbatch refused a job of {cells[0].gpus} GPUs ({said}): {shlex.join(command[:8])} ..."
+            f"sbatch refused a job of {counted(cells[0].gpus, 'GPU')} ({said}): {shlex.join(command[:8])} ..."
         ) from error
     return done.stdout.strip().partition(";")[0]
 

@@ -34,7 +34,7 @@ from ddlbench.results.rows import OWN, Row, group_by
 from ddlbench.results.tables.measurement import Measurement, devices
 from ddlbench.results.tables.run_rows import attempt_row
 from ddlbench.results.tables.tables import make_tables
-from ddlbench.texts import aligned
+from ddlbench.texts import aligned, counted
 
 Z95 = 1.96  # normal quantile of a 95 % interval
 GROUPS = ("source", "model", "strategy", "gpu", "network", "gpus")
@@ -166,7 +166,7 @@ def grade(path: Path, machine: Machine) -> Grade:
         )
     graded, predictable = list[Row](), list[Point]()
     for point in points(rows, left_out):
-        base = f"{point.base.gpus} GPUs, {point.base.samples} samples, {point.base.seconds * 1e3:.4g} ms"
+        base = f"{counted(point.base.gpus, 'GPU')}, {point.base.samples} samples, {point.base.seconds * 1e3:.4g} ms"
         try:
             graded.append(point.graded(base, predicted_s(point)))
             predictable.append(point)

@@ -19,7 +19,7 @@ from ddlbench.foreign import Object, read_bytes, section
 from ddlbench.record.schema import SCHEMA_VERSION
 from ddlbench.results.reading.attempts import reason_of
 from ddlbench.results.rows import PUBLISHED, Row, group_by
-from ddlbench.texts import digest, first_few, printable, shortened
+from ddlbench.texts import counted, digest, first_few, printable, shortened
 
 COLUMNS = (
     "source", "model", "framework", "strategy", "gpus", "gpus_per_node", "gpu_type", "network", "batch_per_gpu",
@@ -192,7 +192,7 @@ def _facts(row: CsvRow) -> Row:
         "sample_time_s": seconds,
         "global_batch": batch,
         # Equal for all rows of a source with the same base, and for the base itself.
-        "series": f"{base_gpus} GPU{'s' if base_gpus > 1 else ''} at {base_value:g} {row['unit'].partition(' ')[0]}",
+        "series": f"{counted(base_gpus, 'GPU')} at {base_value:g} {row['unit'].partition(' ')[0]}",
         "micro_batch": row.micro_batch,
         "seq_len": row.count("seq_len") if row["seq_len"] else None,
         "more": {**{name: row[name] or None for name in KEPT}, **stated},

@@ -16,7 +16,7 @@ from ddlbench.results.rows import OWN, PUBLISHED, Row, group_by
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.stats import median_interval, ratio_interval, verdict
-from ddlbench.texts import first_few, shortened
+from ddlbench.texts import counted, first_few, shortened
 
 # Columns of runs.csv that the framework must not change: what it starts from, how much it does, at which rates.
 SHARED = ("weights_hash_start", "samples", "updates", "dropped_samples_per_epoch", "lr_first", "lr_last")
@@ -175,7 +175,7 @@ def drift(groups: Sequence[Sequence[AttemptRow]]) -> str | None:
     if len(pairs) == 1:
         before, after = map(median_interval, pairs[0])
         interval = ratio_interval(after, before) if before and after else None
-    count = f"{len(pairs)} measurement{'s' * (len(pairs) > 1)} in both"
+    count = f"{counted(len(pairs), 'measurement')} in both"
     if interval is None:
         return f"{text} ({count}, too few runs for an interval)"
     decision = verdict(interval, "slower", "faster", "no drift shown")

@@ -11,6 +11,7 @@ from ddlbench.results.rows import OWN, PUBLISHED, Row, Settings, group_by, witho
 from ddlbench.results.tables.labels import settings_text, value_text
 from ddlbench.results.tables.merge import ANY_SCALING, BY_FRAMEWORK, Comparison, RankPasses, size
 from ddlbench.results.tables.stats import LEVEL, Interval
+from ddlbench.texts import counted
 
 # Columns of scaling.csv that an overview shows only where they distinguish rows.
 AXES = {
@@ -196,7 +197,7 @@ def devices(count: int, device: str | None) -> str:
     """ "1 GPU", "4 GPUs", "2 ranks". count: 0: not known"""
     if not count:
         return f"an unknown number of {'ranks' if device == 'cpu' else 'GPUs'}"
-    return f"{count} {'rank' if device == 'cpu' else 'GPU'}{'' if count == 1 else 's'}"
+    return counted(count, "rank" if device == "cpu" else "GPU")
 
 
 def duration(seconds: float) -> str:
