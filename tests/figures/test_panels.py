@@ -9,7 +9,7 @@ from ddlbench.figures.panels import panels
 from ddlbench.report.overview import base_lines
 from ddlbench.results.tables.measurement import devices, duration
 from tests.support.figures import names_of
-from tests.support.records import strong_scaling, tables_of, weak_scaling, write_run
+from tests.support.records import CPU, GPU, strong_scaling, tables_of, weak_scaling, write_run
 
 
 def panels_of(results):
@@ -52,6 +52,12 @@ def test_panels_of_one_model_show_their_differences(tmp_path):
     write_run(tmp_path, loader="native")
     write_run(tmp_path, loader="synthetic")
     assert [panel.lines[1] for panel in panels_of(tmp_path)] == ["native", "synthetic"]
+
+
+def test_a_panel_names_its_device_once_where_there_are_several(tmp_path):
+    write_run(tmp_path, per_gpu=16)
+    write_run(tmp_path, per_gpu=32, device="cpu")
+    assert sorted(panel.lines[1] for panel in panels_of(tmp_path)) == [CPU, GPU]
 
 
 def test_by_loader_native_and_dali_are_curves_of_one_panel_a_framework(tmp_path):

@@ -121,7 +121,9 @@ def panel_texts(rows: Sequence[Measurement], variant: str = "variant") -> dict[s
         values = {name: {row[name] for row in same if row[name]} for name in shared}
         shown = ["source", *(name for name in shared if len(values[name]) > 1 or "loader" in values[name])]
         for row in same:
-            texts[row["measurement"]] = ", ".join(str(row[name]) for name in (*shown, variant) if row[name])
+            settings = {key: value for key, value in row.settings[variant].items() if key not in shown}
+            named = [*(str(row[name]) for name in shown if row[name]), settings_text(settings)]
+            texts[row["measurement"]] = ", ".join(filter(None, named))
     return texts
 
 

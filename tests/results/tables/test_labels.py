@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ddlbench.results.tables import labels
 from ddlbench.results.tables.labels import layout, settings_text
 from ddlbench.results.tables.merge import AttemptRow
@@ -42,6 +44,13 @@ def test_knobs_are_the_frameworks_own_and_the_micro_batch():
         run("single", options={"train.micro_batch": None}),
     ]
     assert knobs(runs) == ["hook=none train.micro_batch=null", "hook=fp16 train.micro_batch=8", ""]
+
+
+def test_what_only_the_environment_of_gpus_has_is_no_difference_to_cpus():
+    gpu = replace(run(), environment={"cpu_model": "CPU", "driver": "580", "nccl": "2.27"})
+    cpu = replace(run(device="cpu"), environment={"cpu_model": "CPU"})
+    assert knobs([gpu, cpu]) == ["", ""]
+    assert knobs([gpu, replace(gpu, environment=gpu.environment | {"driver": "590"})]) == ["driver=580", "driver=590"]
 
 
 def test_a_row_shows_mixed_precision_without_autocast():

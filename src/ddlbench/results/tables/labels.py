@@ -33,7 +33,7 @@ def knobs(runs: Sequence[AttemptRow], comparison: Comparison = BY_FRAMEWORK) -> 
     first, unless it is autocast. Parts of the environment that separate runs come last.
     """
     names = ("framework", "model", "model_changed")
-    name_of, compared_of = itemgetter(*names), itemgetter(*dict.fromkeys((*comparison.by, *names)))
+    place_of, compared_of = itemgetter(*names, "device"), itemgetter(*dict.fromkeys((*comparison.by, *names)))
     compared: list[Row] = [
         {
             key if key.startswith("train.") else key.partition(".")[2]: value
@@ -49,11 +49,11 @@ def knobs(runs: Sequence[AttemptRow], comparison: Comparison = BY_FRAMEWORK) -> 
         of_framework["name"] = run.row["framework"]
         always.append({ALWAYS_SHOWN.get(run.row["framework"] or "", ""), *changed("framework", of_framework)})
     # Two parts of the environment: the versions, switches and kinds of host in which runs of one framework and model
-    # differ, and the variables and cores in which runs of equal configuration differ. A run without a recorded
-    # environment is not compared with the others.
+    # differ, on GPUs or on CPUs alone, and the variables and cores in which runs of equal configuration differ. A run
+    # without a recorded environment is not compared with the others.
     parts = zip(
         _differences([compared_of(run.row) for run in runs], compared, always),
-        _differences([(name_of(run.row), not run.environment) for run in runs], [_around(run, False) for run in runs]),
+        _differences([(place_of(run.row), not run.environment) for run in runs], [_around(run, False) for run in runs]),
         _differences([(run.asked(), not run.environment) for run in runs], [_around(run, True) for run in runs]),
         strict=True,
     )
