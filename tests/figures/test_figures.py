@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -75,6 +75,22 @@ def test_labels_of_gpu_counts_do_not_touch(counts, labelled):
     boxes = [text.get_window_extent(pixels) for text in texts]
     digit = boxes[0].width  # of "1" or "8"
     assert all(later.x0 - box.x1 > 0.3 * digit for box, later in pairwise(boxes))
+
+
+@pytest.mark.parametrize("counts", [(1, 2, 4, 8), (1, 8, 1024, 65536)])
+def test_curves_beside_each_other_are_inside_the_axis(tmp_path, counts):
+    frameworks = ("single", "ddp", "fsdp", "zero1", "zero2", "zero3", "horovod", "deepspeed")
+    for framework, gpus in product(frameworks, counts):
+        write_run(tmp_path, framework=framework, gpus=gpus, rate=100.0 * gpus)
+    (axes,) = make_figures(tables_of(tmp_path)).figures["throughput"].axes
+    curves = [line for line in axes.lines if line.get_marker() in plotting.MARKERS]
+    places = [line.get_transform().transform((gpus, 100.0 * gpus))[0] for line, gpus in product(curves, counts)]
+    assert len(curves) == 8
+    assert axes.bbox.x0 < min(places) < max(places) < axes.bbox.x1
+
+
+def test_large_numbers_leave_room_for_the_name_of_the_axis():
+    assert [plotting.plain(value) for value in (0.002, 9_000_000, 50_000_000)] == ["0.002", "9,000,000", "5e+07"]
 
 
 @pytest.mark.parametrize("values", [(30.0, 55.0), (21.0, 48.0), (6.0, 9.0), (1.0, 5000.0)])
