@@ -179,7 +179,7 @@ def test_merged_commits_are_named_once(tmp_path):
     ("count", "rate", "ends"),
     [
         (1, 200.0, ()),
-        (1, 210.0, ("of 105.0 % is above 100 % (without an interval): is the base", "(single, 10 ms a sample)")),
+        (1, 210.0, ("of 105.0 % is above 100 % (without an interval): is the base", "(single, 10.0 ms a sample)")),
         (6, 204.0, ("which its interval does not show: it begins at 97.1 %",)),  # 204 / (2 x 105)
     ],
     ids=["100 %", "without an interval", "an interval that begins below"],
@@ -191,6 +191,14 @@ def test_an_efficiency_above_100_percent_is_questioned(tmp_path, count, rate, en
     assert len(found) == bool(ends)
     assert all(text.startswith("ddp, resnet50, 2 GPUs: efficiency of ") for text in found)
     assert all(end in text for text in found for end in ends)
+
+
+def test_the_question_names_the_settings_of_the_row_and_of_its_base(tmp_path):
+    for gpus, rate, precision in ((1, 100.0, "fp32"), (2, 210.0, "fp32"), (2, 250.0, "bf16")):
+        write_run(tmp_path, gpus=gpus, rate=rate, train={"precision": precision})
+    first, *_ = (text for text in tables_of(tmp_path, across=["precision"]).warnings if "125.0 %" in text)
+    assert first.startswith("ddp (bf16), resnet50, 2 GPUs: efficiency of 125.0 % is above 100 %")
+    assert "is the base (ddp (fp32), 10.0 ms a sample) slow" in first
 
 
 def runs(rates):

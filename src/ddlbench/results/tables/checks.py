@@ -13,7 +13,7 @@ from statistics import median
 from ddlbench.measure.marks import MARKS, other_updates
 from ddlbench.record.fingerprint import of_the_launch
 from ddlbench.results.rows import OWN, PUBLISHED, Row, group_by
-from ddlbench.results.tables.measurement import Measurement
+from ddlbench.results.tables.measurement import Measurement, duration
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.stats import median_interval, ratio_interval, verdict
 from ddlbench.texts import counted, first_few, shortened
@@ -25,11 +25,6 @@ RUNS_SHOWN = 4
 LONGEST_VALUE = 60  # letters; the names of two CPUs may differ only in the last ones
 ROUNDING = 1e-9
 FEWEST = 6  # runs with repeats: two in each third
-# Columns: a ratio, the seconds a sample of its base, and the name of its base, which an own base shares with the row.
-RATIOS = (
-    ("efficiency", "best_single_sample_time_s", "best_single_compared"),
-    ("efficiency_vs_own_base", "own_base_sample_time_s", "compared"),
-)
 MARKS_SHOWN = 20
 LONGEST_MARKS = 400
 
@@ -133,13 +128,15 @@ def _several(names: Sequence[str], rows: Sequence[Row]) -> str | None:
 def above_ideal(scaling: Iterable[Measurement]) -> list[str]:
     """A sentence for each efficiency above 100 %."""
     sentences: list[str] = []
-    for row, (column, base_s, base) in product(scaling, RATIOS):
-        value, low = row[column], row[f"{column}_low"]
-        if value is None or value <= 1 + ROUNDING:
+    for row, own in product(scaling, (False, True)):
+        column = "efficiency_vs_own_base" if own else "efficiency"
+        value, low, base = row[column], row[f"{column}_low"], row.base(own)
+        if base is None or value is None or value <= 1 + ROUNDING:
             continue
         published = f"{PUBLISHED}, {row['source']}: " if row["origin"] == PUBLISHED else ""
-        name = f"{published}{row['framework']}, {row['model']}, {row.devices}: {column} of {100 * value:.1f} %"
-        base_text = f"{row[base]}, {1e3 * row[base_s]:.3g} ms a sample"
+        framework = "" if "framework" in row.how.by else f"{row['framework']}, "
+        name = f"{published}{framework}{row.name}, {row['model']}, {row.devices}: {column} of {100 * value:.1f} %"
+        base_text = f"{base.name}, {duration(base.seconds)} a sample"
         doubt = f": is the base ({base_text}) slow for a reason of its own, such as memory or caches?"
         if low is None:
             doubt = f" (without an interval){doubt}"
