@@ -209,7 +209,8 @@ def test_a_base_on_another_cluster_is_no_verdict_and_the_names_say_why(tmp_path)
     write_repeats(tmp_path, *[150.0] * 6, gpus=2, cluster="west")
     measurements = tables_of(tmp_path).measurements
     assert [row.other_settings for row in measurements] == ["cluster=east", "cluster=west"]
-    assert base_lines(measurements)[0] == "base ddp (cluster=east)@1, resnet50: 10.0 ms a sample, epoch 10.2 s"
+    base = "base ddp (cluster=east)@1, resnet50, 32 samples an update: 10.0 ms a sample, epoch 10.2 s"
+    assert base_lines(measurements)[0] == base
     (sentence,) = comparisons(measurements)
     assert sentence.endswith("ddp at west: speedup 1.5 without a verdict, because they differ in more, (1.5 to 1.5)")
 

@@ -100,7 +100,7 @@ def test_the_page_begins_with_the_summary_in_words(page):
 
 def test_the_page_has_failures_bases_and_how_it_was_measured(page):
     assert "CUDA out of memory" in page
-    assert "base single@1, resnet50: 10.0 ms a sample, epoch 10.2 s" in page
+    assert "base single@1, resnet50, 32 samples an update: 10.0 ms a sample, epoch 10.2 s" in page
     assert "perf_counter" in page
     assert "Example GPU 80GB" in page
     assert "no 95 % CI" in page

@@ -4,13 +4,16 @@ documents."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from textwrap import wrap
 
 from ddlbench.figures.curves import memory_column
+from ddlbench.figures.panels import panel_texts
 from ddlbench.report.fastest import best
 from ddlbench.results.rows import OWN, PUBLISHED
 from ddlbench.results.tables.checks import marks_explained, unknown_stragglers
 from ddlbench.results.tables.measurement import Measurement, duration
+from ddlbench.results.tables.merge import size
 from ddlbench.results.tables.stats import NONE_SHOWN, SMALLEST_N
 from ddlbench.texts import aligned, clipped, first_few, gib, number, percent, ratio, seconds, signed
 
@@ -178,14 +181,19 @@ def ratio_columns(rows: Sequence[Measurement]) -> Columns:
 
 
 def base_lines(rows: Sequence[Measurement]) -> list[str]:
-    """The bases by name and absolute time: a speedup without them says little."""
-    lines: list[str] = []
-    for row in rows:
-        for of_framework in (False, True):
-            start = row.base(of_framework)
-            if start and row.has_ratios(of_framework):
-                epoch = f", epoch {seconds(start.epoch_s)}" if start.epoch_s else ""
-                lines.append(f"base {base(row, of_framework)}, {row.model}: {duration(start.seconds)} a sample{epoch}")
+    """The bases by name and absolute time: a speedup without them says little. Bases of one name may differ in loader,
+    batch or cluster."""
+    lines, texts = list[str](), panel_texts(rows)
+    for row, own in product(rows, (False, True)):
+        start = row.base(own)
+        if start and row.has_ratios(own):
+            epoch = f", epoch {seconds(start.epoch_s)}" if start.epoch_s else ""
+            names = [row.model, texts[row["measurement"]], row.axes.get("cluster") if own else None]
+            # A published base and one of any scaling may have another batch than its row.
+            if (batch := size(row.row)) and row["origin"] == OWN and not row.any_scaling:
+                names.append(f"{batch * (start.gpus if row['scaling'] == 'weak' else 1):g} samples an update")
+            where = ", ".join(filter(None, names))
+            lines.append(f"base {base(row, own)}, {where}: {duration(start.seconds)} a sample{epoch}")
     return list(dict.fromkeys(lines))
 
 
