@@ -67,8 +67,14 @@ def _report(given: argparse.Namespace) -> int:
     complete = compared(how)
     tables = only(complete, given.only)
     costs = [target_costs(wanted, complete.epochs, complete.run_rows, tables.run_rows) for wanted in targets]
-    unknown = [cost.target for cost in costs if not cost.rows]
-    lines = [f"--target {wanted.text}: no reported run that ended ok has {wanted.metric}" for wanted in unknown]
+    lines = list[str]()
+    for cost in costs:
+        of_runs = [row for row in cost.rows if row["measurement"]]  # the others are over several seeds
+        reached, count = (sum(row[name] for row in of_runs) for name in ("reached", "runs"))
+        if not count:
+            lines.append(f"--target {cost.target.text}: no reported run that ended ok has {cost.target.metric}")
+        elif reached < count:
+            lines.append(f"--target {cost.target.text}: {reached} of {count} runs reach it (targets.csv)")
     tables = replace(tables, warnings=[*lines, *tables.warnings])
     _warn(tables.warnings, "the report (tables/warnings.txt)")  # before figures: why one cannot be drawn
     if study:

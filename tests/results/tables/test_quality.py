@@ -198,6 +198,16 @@ def test_a_target_whose_metric_no_run_has_is_named(tmp_path, capsys):
     assert warning in (tmp_path / "report" / "tables" / "warnings.txt").read_text()
 
 
+def test_runs_that_do_not_reach_a_target_are_counted(tmp_path, capsys):
+    for seed, top1 in enumerate((0.4, 0.6, 0.6)):
+        write_course(tmp_path, [0.2, top1], train={"seed": seed})
+    assert main([str(tmp_path), "--target", "val_top1=0.5", "val_top1=0.9", "val_top1=0.1"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "--target" in line]
+    assert said == [
+        f"warning: --target val_top1={wanted} of 3 runs reach it (targets.csv)" for wanted in ("0.5: 2", "0.9: 0")
+    ]
+
+
 @pytest.mark.parametrize("text", ["val_top1", "val_top1=", "val_top1=high", "val_top1=nan", "epoch_time_s=3"])
 def test_a_target_that_cannot_be_read_is_refused(text):
     with pytest.raises(UserError, match="METRIC=NUMBER"):
