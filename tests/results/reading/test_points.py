@@ -88,6 +88,7 @@ def test_rows_without_a_base_are_read(tmp_path):
         ({"global_batch": 500, "step_ms": ""}, "8 GPUs with 64 samples each are not global_batch = 500"),
         ({"unit": "tokens/s/GPU"}, "seq_len = '' is no number above 0"),
         ({"unit": "s/epoch"}, "its layout does not state the images of an epoch"),
+        ({**EPOCH, "layout": "0 images an epoch"}, "its layout does not state the images of an epoch"),
         ({"url": ""}, "url is empty"),
         ({"model": "\x1b[31m", "gpu_type": "\x1b]0;x\x07"}, r"unknown GPU '\\x1b]0;x\\x07'"),
     ],

@@ -37,8 +37,8 @@ _RATE = re.compile(
 )
 _SECONDS = re.compile(r"(m(?:illi)?)?s(?:ec(?:ond)?s?)?\b(?: ?(?:/|per )(step|it(?:er(?:ation)?)?|update)s?\b)?")
 _ANOTHER = re.compile(r"/|\bper\b|\beach\b")  # a rate or a time of something else: a node, a chip, a sample
-_EPOCH = re.compile(r"\b([0-9][0-9,]*) images (?:an|per) epoch\b")
-_MICRO = re.compile(r"\bmbs([0-9]+)\b")
+_EPOCH = re.compile(r"\b([1-9][0-9,]*) images (?:an|per) epoch\b")
+_MICRO = re.compile(r"\bmbs([1-9][0-9]*)\b")
 GPU = re.compile(
     r"(?:(?<![a-z0-9])|(?<=\dx))(GB[23]00|GH200|B[23]00|H[128]00|H20|A[18]00|A[34]0|L40|L4|T4|V100|P100|P40|K80|MI[0-9]{3}"
     r"|A6000|RTX ?(?:A[0-9]{4}|[0-9]{4}))",
