@@ -277,5 +277,5 @@ def test_a_text_that_just_fits_is_taken_and_a_shorter_one_refused(root, text):
     assert len(text.split(False, model(39), 0)) == 1  # validation fills its window up
     (root / "wiki.valid.raw").write_text("a")
     text.prepare()
-    with pytest.raises(UserError, match=r"has 1 tokens, model\.seq_len=4 needs 2"):
+    with pytest.raises(UserError, match="has 1 tokens, validation needs 2: give a longer text"):
         text.check(model(4))

@@ -263,10 +263,9 @@ class TokenText:
         scored = max(file.index.tokens - 1, 0)
         windows = scored // seq_len if train else -(-scored // seq_len)
         if not windows:
-            raise UserError(
-                f"{file.path} has {file.index.tokens} tokens, model.seq_len={seq_len} needs "
-                f"{seq_len + 1 if train else 2}: choose a smaller model.seq_len= or a longer text"
-            )
+            shorter = f"model.seq_len={seq_len} needs {seq_len + 1}: choose a smaller model.seq_len= or"
+            needs = shorter if train else "validation needs 2: give"
+            raise UserError(f"{file.path} has {file.index.tokens} tokens, {needs} a longer text")
         if not train and self.val_limit is not None:
             windows = min(windows, self.val_limit)
         text, _ = self.paths()[train]
