@@ -66,7 +66,7 @@ def test_the_first_and_the_last_of_a_node_stay_within_it() -> None:
 
 
 def test_an_unknown_link_is_an_error_of_one_line() -> None:
-    with pytest.raises(UserError, match="the link between nodes is not known: run python"):
+    with pytest.raises(UserError, match="the link between nodes is not known: give alpha_s"):
         path(replace(MACHINE, links=LINKS[:1]), 8)
 
 

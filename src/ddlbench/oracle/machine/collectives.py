@@ -89,10 +89,13 @@ def link(machine: Machine, level: int, ranks: int) -> Link:
     if ranks == 1:
         return NO_LINK
     if level >= len(machine.links):
-        where = ("within a node", "between nodes")[level]
+        where, measuring = (  # nothing is measured between nodes
+            ("within a node", "run python -m ddlbench.predict --calibrate-network there, or "),
+            ("between nodes", ""),
+        )[level]
         raise UserError(
-            f"cluster {machine.name}: the link {where} is not known: run python -m ddlbench.predict "
-            "--calibrate-network there, or give alpha_s and bytes_per_s in a cluster file"
+            f"cluster {machine.name}: the link {where} is not known: {measuring}give alpha_s and bytes_per_s in a "
+            "cluster file"
         )
     return machine.links[level]
 
