@@ -39,6 +39,15 @@ def test_what_changed_comes_before_the_numbers(tmp_path, capsys):
     ]
 
 
+def test_measurements_that_differ_in_their_settings_have_them_in_their_names(tmp_path, capsys):
+    for name, size in (("a", 25), ("a", 50), ("b", 25), ("b", 50), ("b", 100)):
+        repeats(tmp_path / name, [100.0 + size], knobs={"bucket_cap_mb": size})
+    _, said = compare(tmp_path, capsys)
+    for size in (25, 50):
+        assert f"  ddp, resnet50, native, 1 GPU, batch 32, bucket_cap_mb={size}: " in said
+    assert "only in after: ddp, resnet50, native, 1 GPU, batch 32, bucket_cap_mb=100" in said
+
+
 @pytest.mark.parametrize(
     ("after", "limit", "code", "said"),
     [
@@ -174,10 +183,10 @@ def test_several_of_one_name_are_not_said_to_be_in_one_set_only(tmp_path, capsys
     _, said = compare(tmp_path, capsys)
     ddp = "ddp, resnet50, native, 1 GPU, batch 32"
     assert said.splitlines()[-6:] == [
-        f"not paired in before, because several have these names: {ddp}",
+        f"not paired in before, because others differ in settings alone: {ddp}",
         "only in before: fsdp, resnet50, native, 1 GPU, batch 32",
-        f"not paired in after, because several have these names: {ddp}",
-        f"not paired in after, because several have these names: {ddp}",
+        f"not paired in after, because others differ in settings alone: {ddp}, bucket=3",
+        f"not paired in after, because others differ in settings alone: {ddp}, bucket=2",
         "only in after: fsdp, resnet50, native, 2 GPUs, batch 64",
         "only in after: fsdp, resnet50, native, 3 GPUs, batch 96",
     ]

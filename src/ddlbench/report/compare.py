@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from ddlbench.errors import UserError
 from ddlbench.results.rows import Row, group_by
-from ddlbench.results.tables.labels import value_text
+from ddlbench.results.tables.labels import knobs, settings_text, value_text, variants
 from ddlbench.results.tables.measurement import devices, duration
 from ddlbench.results.tables.merge import FREE, SEEN, AttemptRow, Point
 from ddlbench.results.tables.stats import ratio_interval, verdict
@@ -61,16 +61,21 @@ def versus(before: Sequence[Group], after: Sequence[Group], limit: float | None 
             f"the sets have no measurement in common ({len(before)} and {len(after)}): give two results_dir with the "
             "same framework, model, data and number of GPUs; several of one name in a set cannot be paired"
         )
+    names = dict[int, str]()  # of each group, by its id: with the settings that distinguish it from others of its set
+    for groups in (before, after):
+        samples = [group[0] for group in groups]
+        for group, one, two in zip(groups, knobs(samples), variants(samples), strict=True):
+            names[id(group)] = ", ".join(filter(None, (_name(group), settings_text(one | two))))
     result = Versus([*_changes(pairs), "", "times (seconds a sample, medians; ratio after / before):"])
     for pair in pairs:
-        _judge(result, pair, limit)
+        _judge(result, names[id(pair[0])], pair, limit)
     for where, group in left:
         several = any(_key(NAMED, group) == _key(NAMED, other) for elsewhere, other in left if elsewhere != where)
-        why = f"not paired in {where}, because several have these names" if several else f"only in {where}"
-        result.lines.append(f"{why}: {_name(group)}")
+        why = f"not paired in {where}, because others differ in settings alone" if several else f"only in {where}"
+        result.lines.append(f"{why}: {names[id(group)]}")
     if limit is not None:
         gone = [group for where, group in left if where == "before" and any(run.ok for run in group)]
-        result.undecided += [f"nothing to compare with after: {_name(group)}" for group in gone]
+        result.undecided += [f"nothing to compare with after: {names[id(group)]}" for group in gone]
         percent = f"{100 * limit:g} %"
         lines = [f"slower by more than {percent}: {text}" for text in result.slower] + result.undecided
         lines = lines or [f"no measurement is shown to be slower by more than {percent}"]
@@ -120,10 +125,9 @@ def _changes(pairs: Sequence[Pair]) -> list[str]:
     return ["changed:", *(f"  {line}" for line in first_few(lines, CHANGES_SHOWN))]
 
 
-def _judge(result: Versus, pair: Pair, limit: float | None) -> None:
+def _judge(result: Versus, name: str, pair: Pair, limit: float | None) -> None:
     """Add the line of one pair, and its verdict for the gate."""
     one, two = map(Point, pair)
-    name = _name(pair[0])
     old, new = (", ".join(dict.fromkeys(str(run.row["status"]) for run in point.runs)) for point in (one, two))
     if not one.sample_time_s:
         after = duration(two.sample_time_s) if two.sample_time_s else f"no time ({new})"
