@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 from ddlbench.report.fastest import PARAGRAPHS, best, comparisons
 from ddlbench.report.overview import base_lines, summary_text
@@ -240,6 +241,14 @@ def test_n_counts_the_runs_that_have_a_time(tmp_path):
     assert (row["runs_ok"], row["runs_timed"], row["interval"]) == (6, 5, "n=5, no 95 % CI")
     assert re.search(r"(?m)^fsdp +resnet50 +native +1 +single +ok +5 ", text := summary_text(tables.measurements))
     assert "n < 6: no 95 % CI" in text
+
+
+def test_a_comparison_names_the_loader_where_there_are_several(tmp_path):
+    for loader, framework in product(("native", "synthetic"), ("ddp", "fsdp")):
+        write_run(tmp_path, framework=framework, loader=loader)
+    places = [sentence.partition(": ")[0] for sentence in comparisons(tables_of(tmp_path).measurements)]
+    where = "one GPU count, 32 samples an update, 1 GPU"
+    assert places == [f"resnet50, native, {where}", f"resnet50, synthetic, {where}"]
 
 
 def test_ranks_on_the_cpu_are_no_gpus(tmp_path):

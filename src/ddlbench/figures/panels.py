@@ -122,8 +122,8 @@ def panel_texts(rows: Sequence[Measurement], variant: str = "variant") -> dict[s
         shown = ["source", *(name for name in shared if len(values[name]) > 1 or "loader" in values[name])]
         for row in same:
             settings = {key: value for key, value in row.settings[variant].items() if key not in shown}
-            named = [*(str(row[name]) for name in shown if row[name]), settings_text(settings)]
-            texts[row["measurement"]] = ", ".join(filter(None, named))
+            named = ["loader alone" if row[name] == "loader" else str(row[name]) for name in shown if row[name]]
+            texts[row["measurement"]] = ", ".join(filter(None, (*named, settings_text(settings))))
     return texts
 
 

@@ -89,13 +89,13 @@ def comparisons(measurements: Sequence[Measurement]) -> list[str]:
     counted = set({(row["measurement"], *row.series): row for row in by_verdict}.values())
     rows = [row for row in timed if row in counted]
     groups = group_by(rows, lambda row: (*row.series, row["gpus"], row["nodes"]))
+    texts = panel_texts(measurements)
     sentences, decided = list[str](), set[tuple[str, str]]()  # strong and weak scaling: two sentences, one comparison
     for group in groups.values():
         fastest, *others = sorted(group, key=lambda row: row["sample_time_s"])
-        alone = ", loader alone" if fastest["mode"] == "loader" else ""
         models = ", ".join(dict.fromkeys(str(row.model) for row in group))
-        scaling = () if fastest.any_scaling else (fastest.scaling,)
-        where = ", ".join([f"{models}{alone}", *scaling, fastest.place])
+        scaling = "" if fastest.any_scaling else fastest.scaling
+        where = ", ".join(filter(None, (models, texts[fastest["measurement"]], scaling, fastest.place)))
         if others:
             sentences.append(f"{where}: {'; '.join(_difference(fastest, other) for other in others)}")
         based = [row for row in group if row["speedup_low"] is not None and row["gpus"] > 1]

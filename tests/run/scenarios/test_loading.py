@@ -117,7 +117,7 @@ def test_training_beside_it_is_another_comparison(ddlbench, tmp_path: Path) -> N
     assert "mode" in header.split()
     assert [line.split()[3] for line in lines[:2]].count("loader") == 1
     modes = {panel.lines[1].rpartition(", ")[2] for panel in panels(made.measurements)}
-    assert modes == {"train", "loader"}
+    assert modes == {"train", "loader alone"}
     assert report([str(tmp_path / "results")]) == 0
 
 
