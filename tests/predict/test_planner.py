@@ -19,7 +19,7 @@ from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.predictor import Prediction, job_of, predict
 from ddlbench.oracle.runs import Results
 from ddlbench.predict import ranking
-from ddlbench.predict.__main__ import main
+from ddlbench.predict.__main__ import main, show_plans
 from ddlbench.predict.question import ask
 from ddlbench.predict.ranking import SHOWN, command
 from ddlbench.predict.rows import inputs_of, plans, predictions
@@ -167,6 +167,16 @@ def test_the_command_prints_the_best_its_contrast_and_how_to_run_it(capsys: Capt
     lines = [line for line in said.splitlines() if " micro batch " in line and " GiB " in line]
     assert len(lines) > SHOWN
     assert all("of the step" in line for line in lines)  # why it takes its time
+
+
+def test_what_the_best_plan_of_each_framework_starts_from_is_said_too(capsys: Capture) -> None:
+    rows = planned("gpus=4", "train.global_batch=16")
+    *_, slowest = (same[0].framework for same in group_by(ranking.fitting(rows), lambda row: row.framework).values())
+    said = {"marks": ("measured elsewhere",), "learned": ("learned: spread x2.00",)}
+    told = [replace(row, **said) if row.framework == slowest else row for row in rows]
+    show_plans(told, machine_of("juwels_booster"), None)
+    lines = capsys.readouterr().out.splitlines()
+    assert {"* measured elsewhere", f"{slowest}: learned: spread x2.00"} <= {*lines}
 
 
 def test_several_batches_have_their_own_headings_and_rows(capsys: Capture) -> None:

@@ -102,7 +102,7 @@ def show_plans(rows: Sequence[Prediction], machine: Machine, memory: float | Non
         print(f"{counts}: {len(best):,} fit; the best {len(shown)}:\n\n{ranking.table(shown)}")
         if others:
             print(f"\nthe best of each other framework:\n\n{ranking.table(others)}")
-        print("", *ranking.marks(shown), *ranking.conclusion(best, ""), sep="\n")
+        print("", *ranking.marks([*shown, *others]), *ranking.conclusion(best, ""), sep="\n")
         print(f"to run it: {ranking.command(best[0])}\n")
     for line in ranking.notes([row for row in rows if not row.settings]):
         print(line)

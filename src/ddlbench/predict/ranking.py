@@ -69,17 +69,18 @@ def which(row: Prediction) -> tuple[str, str, str]:
 
 
 def marks(rows: Sequence[Prediction]) -> list[str]:
-    """The meaning of the asterisks."""
-    return [f"* {mark}" for mark in dict.fromkeys(mark for row in rows for mark in row.marks)]
+    """The meaning of the asterisks; the terms of the cluster that runs with several GPU counts determine, and those
+    that they do not."""
+    lines = [f"* {mark}" for row in rows for mark in row.marks]
+    lines += [f"{row.framework}: {line}" for row in rows for line in row.learned]
+    return list(dict.fromkeys(lines))
 
 
 def notes(rows: Sequence[Prediction]) -> list[str]:
-    """The terms of the cluster that runs with several GPU counts determine, and those that they do not; the largest
-    degree of each strategy and the layer that sets it; each reason of a refusal, with the GPU counts; which frameworks
-    train something else."""
-    lines = [f"{row.framework}: {line}" for row in rows for line in row.learned]
+    """The largest degree of each strategy and the layer that sets it; each reason of a refusal, with the GPU counts;
+    which frameworks train something else."""
     largest = (limit for row in rows for limit in row.limits if limit["degree"] != "dp")
-    lines += [f"limit: {limit['degree']} <= {limit['largest']} ({limit['layer']})" for limit in largest]
+    lines = [f"limit: {limit['degree']} <= {limit['largest']} ({limit['layer']})" for limit in largest]
     refused = group_by((row for row in rows if row.status != "ok"), lambda row: (row.framework, row.reason))
     for (name, reason), same in refused.items():
         lines.append(f"refused: {name} at {', '.join(str(row.gpus) for row in same)}: {reason}")
