@@ -189,7 +189,8 @@ def test_an_efficiency_above_100_percent_is_questioned(tmp_path, count, rate, en
     write_repeats(tmp_path, *(rate + 2 * repeat for repeat in range(count)), gpus=2)
     found = warnings_of(tmp_path, "100 %")
     assert len(found) == bool(ends)
-    assert all(text.startswith("ddp, resnet50, 2 GPUs: efficiency of ") for text in found)
+    name = "ddp, resnet50, 2 GPUs, weak scaling, 32 samples a GPU: efficiency of "
+    assert all(text.startswith(name) for text in found)
     assert all(end in text for text in found for end in ends)
 
 
@@ -197,7 +198,7 @@ def test_the_question_names_the_settings_of_the_row_and_of_its_base(tmp_path):
     for gpus, rate, precision in ((1, 100.0, "fp32"), (2, 210.0, "fp32"), (2, 250.0, "bf16")):
         write_run(tmp_path, gpus=gpus, rate=rate, train={"precision": precision})
     first, *_ = (text for text in tables_of(tmp_path, across=["precision"]).warnings if "125.0 %" in text)
-    assert first.startswith("ddp (bf16), resnet50, 2 GPUs: efficiency of 125.0 % is above 100 %")
+    assert first.startswith("ddp (bf16), resnet50, 2 GPUs, weak scaling, 32 samples a GPU: efficiency of 125.0 % is ")
     assert "is the base (ddp (fp32), 10.0 ms a sample) slow" in first
 
 

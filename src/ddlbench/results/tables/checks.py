@@ -135,14 +135,14 @@ def above_ideal(scaling: Iterable[Measurement]) -> list[str]:
             continue
         published = f"{PUBLISHED}, {row['source']}: " if row["origin"] == PUBLISHED else ""
         framework = "" if "framework" in row.how.by else f"{row['framework']}, "
-        name = f"{published}{framework}{row.name}, {row['model']}, {row.devices}: {column} of {100 * value:.1f} %"
+        name = f"{published}{framework}{row.name}, {row['model']}, {row.devices}, {row.scaling}"
         base_text = f"{base.name}, {duration(base.seconds)} a sample"
         doubt = f": is the base ({base_text}) slow for a reason of its own, such as memory or caches?"
         if low is None:
             doubt = f" (without an interval){doubt}"
         elif low <= 1:
             doubt = f", which its interval does not show: it begins at {100 * low:.1f} %"
-        sentences.append(f"{name} is above 100 %{doubt}")
+        sentences.append(f"{name}: {column} of {100 * value:.1f} % is above 100 %{doubt}")
     return list(dict.fromkeys(sentences))
 
 
