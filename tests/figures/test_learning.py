@@ -148,6 +148,19 @@ def test_quality_over_the_batch(tmp_path):
     assert len(repeats) == 6
 
 
+def test_equal_curves_over_the_batch_are_wider_below_the_others(tmp_path):
+    """single has one of the two batches."""
+    write_run(tmp_path, framework="single", summary={"val_top1": 0.7})
+    for framework, top1 in (("ddp", 0.6), ("fsdp", 0.5)):
+        write_run(tmp_path, framework=framework, summary={"val_top1": 0.7})
+        write_run(tmp_path, framework=framework, gpus=2, summary={"val_top1": top1})
+    (axes,) = drawn(tmp_path, "accuracy_by_batch")
+    curves = [line for line in axes.lines if np.size(line.get_xdata()) and line.get_marker() != "."]
+    widths = {tuple(line.get_ydata()): line.get_linewidth() for line in curves}
+    assert widths[0.7,] > widths[0.7, 0.6] == widths[0.7, 0.5]
+    assert axes.get_legend_handles_labels()[1] == ["single", "ddp", "fsdp"]
+
+
 def test_quality_over_the_batch_is_the_median_of_the_seeds(tmp_path):
     """Three seeds with each batch; the strong and the weak scaling of two GPU counts add no points."""
     for gpus in (1, 2):

@@ -8,6 +8,7 @@ A run that did not end ok is a thin line of its own with a cross at its end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf, isclose
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ UNITS = (("h", 3600.0), ("min", 60.0))
 SQUASHED = 20  # a curve that falls by more than this factor has no visible end on a linear axis
 MARKERS = 12  # about so many are on a line
 SMALL: dict[str, Any] = {"markersize": 5, "markeredgewidth": 0.5, "linewidth": 1.2}
+EQUAL = 1e-3  # relative difference of curves that hide each other
 FAILED_SHOWN = 8  # runs of a panel that did not end ok
 PLACES = ("epoch", "elapsed_s")  # columns: when a value was reached
 
@@ -84,15 +86,21 @@ def _by_batch(name: str, metric: Metric, measurements: Sequence[Measurement], lo
         values = list[float]()
         one = len({row["compared"] for row in panel.rows}) == 1
         look_of = numbered(panel.curves) if one else {row.curve: looks[row.curve_key] for row in panel.rows}
-        for curve, of_curve in panel.curves.items():
-            look, rows = look_of[curve], {row["measurement"]: row for row in of_curve}.values()  # any kind of scaling
+        # A measurement once, whatever its kinds of scaling.
+        rows_of = {curve: {row["measurement"]: row for row in rows}.values() for curve, rows in panel.curves.items()}
+        courses = dict[str, dict[int, float]]()
+        for curve, rows in rows_of.items():
             by_batch = group_by(rows, lambda row: row["global_batch"])
-            points = [(batch, median(row[metric.column] for row in same)) for batch, same in sorted(by_batch.items())]
-            repeats = [(row["global_batch"], run[metric.column]) for row in rows for run in row.runs]
+            courses[curve] = {b: median(row[metric.column] for row in same) for b, same in sorted(by_batch.items())}
+        for number, (curve, course) in enumerate(courses.items()):
+            look, later = look_of[curve], list(courses.values())[number + 1 :]
+            above = sum(all(isclose(course[b], other.get(b, inf), rel_tol=EQUAL) for b in course) for other in later)
+            repeats = [(row["global_batch"], run[metric.column]) for row in rows_of[curve] for run in row.runs]
             measured = [point for point in repeats if point[1] is not None]
-            axes.plot(*zip(*points, strict=True), color=look.color, label=plotting.label(curve), **look.shape)
+            axes.plot(*zip(*course.items(), strict=True), color=look.color, **(look.shape | _below(above)))
             axes.plot(*zip(*measured, strict=True), ".", color=look.color, alpha=0.35, markersize=5)
-            values += [value for _, value in (*points, *measured)]
+            axes.plot([], [], color=look.color, label=plotting.label(curve), **(look.shape | SMALL))
+            values += [*course.values(), *(value for _, value in measured)]
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(FuncFormatter(plotting.plain))
         axes.set_xlabel("samples of an update")
@@ -104,6 +112,12 @@ def _by_batch(name: str, metric: Metric, measurements: Sequence[Measurement], lo
         if len({row["global_batch"] for row in group}) > 1:
             shown += small_multiples(Panel(*head(group, texts), "", group))
     return Plot(name, shown, draw)
+
+
+def _below(above: int) -> dict[str, Any]:
+    """The size of a curve with equal ones above it. Frameworks that train equally have one curve: those drawn first are
+    wider, so that each can be seen."""
+    return SMALL | {"linewidth": SMALL["linewidth"] + 2 * above, "markersize": SMALL["markersize"] + 4 * above}
 
 
 def courses_of(table: pd.DataFrame, epochs: pd.DataFrame, column: str, place: str) -> Courses:
@@ -180,13 +194,11 @@ def _plot(name: str, metric: Metric, shown: Sequence[Panel], courses: Courses, l
         for number, (row, course) in enumerate(ended):
             look, places = look_of[panel.curve_of(row)], places_of(course)
             every = len(places) // MARKERS + 1
-            # Frameworks that train equally have one curve: those drawn first are wider, so that each can be seen.
             above = sum(
-                np.array_equal(places_of(later), places) and np.allclose(later["middle"], course["middle"], rtol=1e-3)
+                np.array_equal(places_of(later), places) and np.allclose(later["middle"], course["middle"], rtol=EQUAL)
                 for _, later in ended[number + 1 :]
             )
-            size = {"linewidth": SMALL["linewidth"] + 2 * above, "markersize": SMALL["markersize"] + 4 * above}
-            axes.plot(places, course["middle"], color=look.color, markevery=every, **(look.shape | SMALL | size))
+            axes.plot(places, course["middle"], color=look.color, markevery=every, **(look.shape | _below(above)))
             for low, high, alpha in (("low", "high", 0.15), ("inner_low", "inner_high", 0.25)):
                 if (course[high] > course[low]).any():
                     axes.fill_between(places, course[low], course[high], color=look.color, alpha=alpha, linewidth=0)

@@ -236,7 +236,7 @@ def test_rows_and_figures_of_a_part_of_the_repeats_are_of_all(tmp_path, capsys):
     part = only(tables_of(tmp_path / "results"), ["status=oom"])
     assert [len(row.runs) for row in part.measurements] == [3, 3]
     (axes,) = figures_of(part, "accuracy_by_batch")["accuracy_by_batch"].axes
-    assert [len(line.get_xydata().tolist()) for line in axes.lines] == [2, 6], "two medians, six repeats"
+    assert [len(line.get_xydata().tolist()) for line in axes.lines] == [2, 6, 0], "two medians, six repeats, the legend"
     filters = ["--only", "gpus=2", "repeat=0", "--target", "val_top1=0.5"]
     assert main([str(tmp_path / "results"), "--out", str(tmp_path), *filters]) == 0
     assert "warning: only gpus=2 repeat=0: 1 of 8 attempts are reported" in capsys.readouterr().err
