@@ -142,6 +142,13 @@ def test_the_largest_own_run_is_graded_from_its_base_and_from_all_smaller_ones(m
     assert alone["low_95_s"] < alone["predicted_s"] < alone["high_95_s"]
 
 
+def test_runs_on_two_numbers_of_devices_are_not_graded(made: Made, capsys: Capture) -> None:
+    for gpus, step_s in ((1, 0.25), (2, 0.30)):
+        made.write("ddp", gpus, step_s)
+    assert predict(["--grade", str(made.results), f"cluster={made.cluster}"]) == 2
+    assert "complete runs with the same settings on three numbers of devices" in capsys.readouterr().err
+
+
 def test_own_runs_are_graded_with_the_algorithm_of_the_command(made: Made, capsys: Capture) -> None:
     """A tree sends 2 m bytes where a ring of four sends 1.5 m: 0.067 s instead of 0.05."""
     made.write_curve()

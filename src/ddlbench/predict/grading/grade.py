@@ -177,12 +177,18 @@ def grade(path: Path, machine: Machine) -> Grade:
 
 def _grade_runs(folder: Path, machine: Machine) -> Grade:
     """The largest measurement of each curve with at least three numbers of devices, predicted from the fewest devices
-    and from all smaller numbers. UserError for a folder without records."""
+    and from all smaller numbers. UserError without such a curve."""
     records, pairs, left_out = read_all([folder]), list[list[Row]](), list[str]()
     rows = [row for row in make_tables(records).measurements if row["origin"] == OWN and row["mode"] == "train"]
     timed = [row for row in rows if row["status"] == "ok" and row["sample_time_s"] and row["gpus"]]
     curves = group_by(timed, lambda row: (row.series, row.curve)).values()
-    for number, curve in enumerate((curve for curve in curves if len({row["gpus"] for row in curve}) > 2), 1):
+    curves = [curve for curve in curves if len({row["gpus"] for row in curve}) > 2]
+    if not curves:
+        raise UserError(
+            f"no run of {folder} can be graded: no framework has complete runs with the same settings on three numbers "
+            "of devices: start those that are missing"
+        )
+    for number, curve in enumerate(curves, 1):
         *_, last = sorted(curve, key=lambda row: row["gpus"])
         smaller = [row for row in curve if row["gpus"] < last["gpus"]]
         stated = Words(number, folder.name, str(last["model"]), last.curve, machine.device.name, "")
