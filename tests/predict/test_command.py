@@ -166,6 +166,16 @@ def test_the_heading_says_what_was_predicted_and_from_what(capsys: Capture) -> N
     assert peak not in third
 
 
+@pytest.mark.parametrize(
+    ("cluster", "needed"),
+    [("juwels_booster", "train.precision=bf16 or train.tf32=true"), ("abci", "train.precision=fp16")],
+)
+def test_the_heading_names_a_precision_that_the_gpu_has(cluster: str, needed: str, capsys: Capture) -> None:
+    assert main([*TINY, "+framework=ddp", f"cluster={cluster}", "gpus=4"]) == 0
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.endswith(f", fp32 (without tensor cores, which need {needed})")
+
+
 def test_progress_is_on_a_terminal_alone(capsys: Capture, monkeypatch: Patch) -> None:
     words = (*TINY, "+framework=ddp", "cluster=h100", "gpus=4")
     assert main(words) == 0

@@ -116,7 +116,8 @@ def heading(rows: Sequence[Prediction], machine: Machine) -> str:
     batch = f"{train.samples_per_update(1)} samples per {'update' if train.global_batch else 'GPU and update'}"
     precision = "fp32 with TF32" if train.precision == "fp32" and train.tf32 else train.precision
     if precision == "fp32" and device.type == "cuda":
-        precision += " (without tensor cores: train.precision=bf16 or train.tf32=true use them)"
+        needed = "train.precision=bf16 or train.tf32=true" if device.tf32_flops_per_s else "train.precision=fp16"
+        precision += f" (without tensor cores, which need {needed})"
     basis = ", ".join(dict.fromkeys(row.basis or "" for row in rows))
     bound = f": each operation at the device's peak; {SLOWER}" if basis == ROOFLINE else ""
     return (
