@@ -64,7 +64,8 @@ def parser() -> Parser:
         help="start from the runs in RESULTS: those on one device, and what those on several numbers of GPUs say of "
         "the links")
     add("--one-gpu-step-s", type=float, metavar="S", help="start from the seconds of one device's step")
-    add("--one-gpu-batch", type=int, metavar="B", help="samples of that step (default: the batch of one GPU)")
+    add("--one-gpu-batch", type=int, metavar="B",
+        help="samples of that step (default: train.batch_per_gpu, or all of train.global_batch)")
     add("--calibrate", action="store_true",
         help="measure each block here, once for each device, model and batch; with --from or --one-gpu-step-s these "
         "seconds say how that step is spread over the blocks")
