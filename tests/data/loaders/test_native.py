@@ -37,7 +37,7 @@ def one_thread():
 
 
 def send_signals():
-    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         os.kill(os.getpid(), number)
 
 
@@ -157,13 +157,24 @@ def test_signals_to_the_job_neither_stop_workers_nor_run_the_ranks_handlers():
     try:
         assert len(list(feed.train(0))) == 6
         (worker,) = multiprocessing.active_children()
-        worker.terminate()  # ends without an error: its end is not the failure
-        worker.join(10)
-        assert worker.exitcode == 0
     finally:
         signal.signal(signal.SIGUSR1, before)
         feed.close()
     assert ran == []
+    assert worker.exitcode == 0
+
+
+@pytest.mark.slow
+def test_a_worker_that_does_not_end_by_itself_ends_some_time_after_sigterm():
+    feed = opened(KeyData(), workers=1)
+    list(feed.train(0))
+    (worker,) = multiprocessing.active_children()
+    worker.terminate()
+    worker.join(native.TERM_S / 2)
+    assert worker.exitcode is None
+    worker.join(native.TERM_S)
+    assert worker.exitcode == -signal.SIGALRM
+    feed.close()
 
 
 def test_the_server_imports_what_a_worker_reads_images_with(folders, monkeypatch):

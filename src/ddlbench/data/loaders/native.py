@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import multiprocessing
-import os
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from ddlbench.measure.devices.memory import keep_freed_memory
 
 TO_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDS_S = 5.0  # the longest wait for the end of a worker that broke its connection
+TERM_S = 20  # a rank that received SIGTERM too has stopped by then (ranks/boundary.py)
 # Imported once by the server: besides what reads samples, what every worker's copy of the main module imports.
 PRELOADED = ("ddlbench.config.compose", "ddlbench.ranks.launch", __name__)
 
@@ -166,12 +166,13 @@ def start_server(*modules: str) -> None:
 
 def begin_worker(_: int) -> None:
     """The rank decides when to stop: a signal that is sent to the whole job must not make a worker's death look like
-    the failure. (DataLoader itself sets one thread a worker.) It keeps freed memory, as a rank on the CPU does (ADR 6).
+    the failure, and the rank may need more batches to reach the end of a step. (DataLoader itself sets one thread a
+    worker.) It keeps freed memory, as a rank on the CPU does (ADR 6).
     """
     for name in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(name, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR2, file=2)  # where it is, when its rank has waited too long (run/supervisor.py)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(TERM_S))  # DataLoader sends it to a worker that hangs
     signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_THE_JOB)
     keep_freed_memory()
     end_with_parent(0)
