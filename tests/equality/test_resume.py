@@ -19,6 +19,7 @@ from torch import Tensor
 from ddlbench.config.keys import Checkpoint
 from ddlbench.config.schema import Config
 from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.parameter_server.adapter import ParameterServer
@@ -154,6 +155,11 @@ def trainings(world: int) -> Iterator[Training]:
         yield Training(f"gpt2-ddp-{hook}", text, DDP(comm_hook=hook, powersgd_start_step=2, bucket_cap_mb=0.01))
     late = DDP(comm_hook="powersgd", powersgd_start_step=3 * EVERY, bucket_cap_mb=0.01)
     yield Training("gpt2-ddp-powersgd-late", text, late)
+    if world == 2:
+        # All of its parameters are persistent: the first forward pass gathers them, as in a new process, because what
+        # runs again gathers them too, and may do no other operations.
+        again = replace(text, checkpoint_activations="selective")
+        yield Training("gpt2-zero3-persistent-selective", again, DeepSpeed(zero_stage=3))
     yield Training("gpt2-ddp-fp16", replace(text, precision="fp16", clip_norm=0.5), DDP())
 
 

@@ -247,8 +247,6 @@ class ZeroTrainer(RankTrainer):
             zero._partition_all_parameters()
             for group in range(len(zero.fp16_groups)):
                 zero._reassign_or_swap_out_partitioned_parameters(group)
-            if zero.persistent_parameters:  # too small to be shared out between uses
-                zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
 
     def close(self) -> None:
         self.engine.destroy()
