@@ -101,7 +101,7 @@ def comparisons(measurements: Sequence[Measurement]) -> list[str]:
         based = [row for row in group if row["speedup_low"] is not None and row["gpus"] > 1]
         if based:
             base = f"{fastest['best_single_compared']} on {devices(1, fastest['device'])}"
-            texts: list[str] = []
+            ratios: list[str] = []
             for row in based:
                 ends = f"({digits(row['speedup_low'])} to {digits(row['speedup_high'])})"
                 result = f" is {digits(row['speedup'])} times as fast"
@@ -109,8 +109,8 @@ def comparisons(measurements: Sequence[Measurement]) -> list[str]:
                     result = f": {NONE_SHOWN}"
                 elif not row["speedup_verdict"]:
                     result = f": speedup {digits(row['speedup'])} without a verdict, because they differ in more,"
-                texts.append(f"{row.name}{result} {ends}")
-            sentences.append(f"{where}, against {base}: {'; '.join(texts)}")
+                ratios.append(f"{row.name}{result} {ends}")
+            sentences.append(f"{where}, against {base}: {'; '.join(ratios)}")
         decided |= {(row["measurement"], row.scaling) for row in based}
         judged = [other for other in others if other.judged_with == fastest.judged_with]
         pairs = [(fastest, other) for other in judged if fastest.interval and other.interval]
