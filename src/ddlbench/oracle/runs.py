@@ -107,13 +107,18 @@ class Results:
         # Another batch of a device would be learned as another link. Strong scaling has no two equal ones.
         weak = [run for run in more if run.samples * base.ranks == base.samples * run.ranks]
         strong = [run for run in more if run.samples == base.samples]
-        steps = sorted((run.step for run in weak or strong), key=lambda step: step.gpus)
-        if not steps:
+        runs = sorted(weak or strong, key=lambda run: run.ranks)
+        if not runs:
             return None
+        steps = [run.step for run in runs]
+        # Their predictions start from the base with the nearest micro batch: in strong scaling perhaps from several.
+        batches = (max(1, run.samples // run.ranks) for run in runs)
+        trains = (replace(config.train, global_batch=None, batch_per_gpu=batch) for batch in batches)
+        nearest = [_chosen(bases, replace(config, train=train)) or base for train in trains]
 
         def predicted(machine: Machine) -> list[float]:
-            computation = from_devices(config, machine, base.step, "the base", blocks)
-            settings = (setting_of(config, machine, step, computation) for step in steps)
+            starts = [from_devices(config, machine, start.step, "the base", blocks) for start in nearest]
+            settings = (setting_of(config, machine, *pair) for pair in zip(steps, starts, strict=True))
             return [strategy(config.framework, setting).step_s for setting in settings]
 
         try:

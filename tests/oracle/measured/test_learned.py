@@ -14,6 +14,7 @@ from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import Learned, OneStep
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.oracle.runs import Results
+from ddlbench.results.tables.merge import AttemptRow
 from tests.oracle.made import ABCI, by_one_step, record
 
 COUNTS = 1, 4, 8, 16, 32
@@ -92,6 +93,20 @@ def test_what_the_terms_do_not_explain_is_carried_on(config: Config) -> None:
     assert predicted(config, results, terms, 64).unexplained_s != 0
     base = predicted(config, results, terms, 1)
     assert (base.step_s, base.unexplained_s) == (pytest.approx(steps[1]), 0)
+
+
+def test_strong_scaling_comes_back_as_measured_where_one_device_has_two_batches() -> None:
+    """One device takes 0.60 s for 64 samples and 0.17 s for 16: four of them with 16 each start from the second run."""
+    config, runs = configuration("+framework=ddp", "+model=vgg16", "train.global_batch=64"), list[AttemptRow]()
+    for gpus, samples, seconds in ((1, 16, 0.17), (1, 64, 0.60), (2, 64, 0.34), (4, 64, 0.20)):
+        ledger = {"global_batch": samples, "data_size": gpus, "micro_batches": 1}
+        runs.append(
+            record(config, gpus, seconds, ledger=ledger, summary={"throughput_samples_per_s": samples / seconds})
+        )
+    results = Results(Path("results"), runs)
+    terms = results.learned(config, ABCI)
+    assert terms is not None
+    assert predicted(config, results, terms, 4).step_s == pytest.approx(0.20)
 
 
 def test_no_network_is_learned_on_which_the_base_could_not_have_sent(config: Config) -> None:
