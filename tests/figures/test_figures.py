@@ -77,7 +77,7 @@ def test_labels_of_gpu_counts_do_not_touch(counts, labelled):
     assert all(later.x0 - box.x1 > 0.3 * digit for box, later in pairwise(boxes))
 
 
-@pytest.mark.parametrize("counts", [(1, 2, 4, 8), (1, 8, 1024, 65536)])
+@pytest.mark.parametrize("counts", [(1, 2, 4, 8), (1, 8, 1024, 65536), (4, 16, 64, 512, 2048, 16384)])
 def test_curves_beside_each_other_are_inside_the_axis(tmp_path, counts):
     for framework in ("single", "ddp", "fsdp", "zero1", "zero2", "zero3", "horovod", "deepspeed"):
         for gpus in counts:

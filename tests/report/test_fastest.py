@@ -244,10 +244,10 @@ def test_n_counts_the_runs_that_have_a_time(tmp_path):
 
 
 def test_a_comparison_names_the_loader_where_there_are_several(tmp_path):
-    for loader, framework in product(("native", "synthetic"), ("ddp", "fsdp")):
-        write_run(tmp_path, framework=framework, loader=loader)
-    places = [sentence.partition(": ")[0] for sentence in comparisons(tables_of(tmp_path).measurements)]
-    where = "one GPU count, 32 samples an update, 1 GPU"
+    for loader, gpus in product(("native", "synthetic"), (1, 2)):
+        repeats(tmp_path, 100.0 * gpus, loader=loader, gpus=gpus)
+    *places, _ = [sentence.partition(": ")[0] for sentence in comparisons(tables_of(tmp_path).measurements)]
+    where = "weak scaling, 32 samples a GPU, 2 GPUs, against ddp on 1 GPU"
     assert places == [f"resnet50, native, {where}", f"resnet50, synthetic, {where}"]
 
 

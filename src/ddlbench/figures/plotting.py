@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 from textwrap import wrap
 from typing import Any, cast
@@ -161,7 +162,9 @@ def gpu_axis(axes: Axes, counts: Sequence[int], device: str | None, log: bool) -
     low, high = min(counts), max(counts)
     if log:
         axes.set_xscale("log", base=2)
-        factor = max((high / low) ** 0.12, 1.25)  # room for curves that are drawn beside each other
+        # Curves beside each other take a quarter of the closest distance at most, and a tenth of the panel.
+        closest = min((later / one for one, later in pairwise(sorted(set(counts)))), default=1.0)
+        factor = max(min(closest**0.25, (high / low) ** 0.12), 1.25)
         axes.set_xlim(low / factor, high * factor)
     else:
         room = max(0.12 * (high - low), 0.4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -90,7 +91,8 @@ def notes(rows: Sequence[Prediction]) -> list[str]:
 
 
 def _other_updates(row: Prediction) -> bool:
-    return row.framework in LATE or (row.config is not None and other_updates(vars(row.config.framework)))
+    options = json.dumps(vars(row.config.framework), default=str) if row.config else ""
+    return row.framework in LATE or other_updates(options)
 
 
 def conclusion(rows: Sequence[Prediction], caps: str) -> list[str]:

@@ -89,19 +89,19 @@ def comparisons(measurements: Sequence[Measurement]) -> list[str]:
     counted = set({(row["measurement"], *row.series): row for row in by_verdict}.values())
     rows = [row for row in timed if row in counted]
     groups = group_by(rows, lambda row: (*row.series, row["gpus"], row["nodes"]))
-    texts = panel_texts(measurements)
+    shared = panel_texts(measurements)
     sentences, decided = list[str](), set[tuple[str, str]]()  # strong and weak scaling: two sentences, one comparison
     for group in groups.values():
         fastest, *others = sorted(group, key=lambda row: row["sample_time_s"])
         models = ", ".join(dict.fromkeys(str(row.model) for row in group))
         scaling = "" if fastest.any_scaling else fastest.scaling
-        where = ", ".join(filter(None, (models, texts[fastest["measurement"]], scaling, fastest.place)))
+        where = ", ".join(filter(None, (models, shared[fastest["measurement"]], scaling, fastest.place)))
         if others:
             sentences.append(f"{where}: {'; '.join(_difference(fastest, other) for other in others)}")
         based = [row for row in group if row["speedup_low"] is not None and row["gpus"] > 1]
         if based:
             base = f"{fastest['best_single_compared']} on {devices(1, fastest['device'])}"
-            ratios: list[str] = []
+            texts: list[str] = []
             for row in based:
                 ends = f"({digits(row['speedup_low'])} to {digits(row['speedup_high'])})"
                 result = f" is {digits(row['speedup'])} times as fast"
@@ -109,8 +109,8 @@ def comparisons(measurements: Sequence[Measurement]) -> list[str]:
                     result = f": {NONE_SHOWN}"
                 elif not row["speedup_verdict"]:
                     result = f": speedup {digits(row['speedup'])} without a verdict, because they differ in more,"
-                ratios.append(f"{row.name}{result} {ends}")
-            sentences.append(f"{where}, against {base}: {'; '.join(ratios)}")
+                texts.append(f"{row.name}{result} {ends}")
+            sentences.append(f"{where}, against {base}: {'; '.join(texts)}")
         decided |= {(row["measurement"], row.scaling) for row in based}
         judged = [other for other in others if other.judged_with == fastest.judged_with]
         pairs = [(fastest, other) for other in judged if fastest.interval and other.interval]

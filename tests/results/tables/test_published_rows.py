@@ -83,7 +83,8 @@ def test_own_rows_come_first(tmp_path):
 def test_an_efficiency_above_100_percent_is_named_as_published(tmp_path):
     store(tmp_path / "a", csv_facts(tmp_path, cells(measured=880, step_ms="")))
     (warning,) = tables_of(tmp_path).warnings
-    assert warning.startswith("published, Example 2020: DDP, ResNet-50, 8 GPUs: efficiency_vs_own_base of 110.0 %")
+    name = "published, Example 2020: DDP, ResNet-50, 8 GPUs, one GPU count, 512 samples an update"
+    assert warning.startswith(f"{name}: efficiency_vs_own_base of 110.0 % is above 100 %")
 
 
 def test_lines_that_cannot_be_read_are_rows_with_a_reason(tmp_path):

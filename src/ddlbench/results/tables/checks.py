@@ -36,7 +36,7 @@ def marks_of(run: Row) -> dict[str, str]:
     if run["reference"]:
         marks["reference"] = f"reference: {run['reference']}"
     late = run["staleness_max"] or run["staleness_theoretical_max"]
-    if late or other_updates(json.loads(run["framework_facts"] or "{}")):
+    if late or other_updates(run["framework_facts"] or ""):
         marks["other updates"] = "other updates"
     if run["ranks_differ"]:
         marks["ranks differ"] = "ranks differ"
