@@ -156,7 +156,7 @@ def test_equal_curves_over_the_batch_are_wider_below_the_others(tmp_path):
         write_run(tmp_path, framework=framework, gpus=2, summary={"val_top1": top1})
     (axes,) = drawn(tmp_path, "accuracy_by_batch")
     curves = [line for line in axes.lines if np.size(line.get_xdata()) and line.get_marker() != "."]
-    widths = {tuple(line.get_ydata()): line.get_linewidth() for line in curves}
+    widths = {tuple(np.array(line.get_ydata()).tolist()): line.get_linewidth() for line in curves}
     assert widths[0.7,] > widths[0.7, 0.6] == widths[0.7, 0.5]
     assert axes.get_legend_handles_labels()[1] == ["single", "ddp", "fsdp"]
 
