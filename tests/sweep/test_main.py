@@ -114,6 +114,11 @@ def test_a_plan_and_a_submission_and_a_local_sweep_make_the_same_checks(
     assert not submitted.exists()
 
 
+def test_a_local_sweep_refuses_options_of_slurm(sweep: Sweep) -> None:
+    code, _, said = sweep("--local", "--pack", "2")
+    assert (code, "--local ignores --site, --sbatch, --throttle and --pack: leave them out" in said) == (2, True), said
+
+
 @pytest.mark.parametrize("plan", [["--dry-run"], []], ids=["plan", "submission"])
 def test_a_gpu_count_that_does_not_fill_its_nodes_is_refused(submitted: Path, sweep: Sweep, plan: list[str]) -> None:
     code, _, said = sweep("--slurm", *plan, "gpus=[2,6]", "batch=12", **ddp(2))

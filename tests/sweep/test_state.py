@@ -15,6 +15,8 @@ from ddlbench.config.compose import configuration
 from ddlbench.config.keys import added_later, measured_part
 from ddlbench.heartbeat import Process
 from ddlbench.record.files import HEARTBEAT
+from ddlbench.sweep import local
+from ddlbench.sweep.local import run_cells
 from ddlbench.sweep.lock import Queue
 from ddlbench.sweep.plan import Cell, plan
 from ddlbench.sweep.state import Overview, State, due
@@ -89,6 +91,20 @@ def test_a_run_that_goes_on_keeps_its_record(tmp_path: Path, cells: list[Cell]) 
     beat(folder, Process.this(), 60)
     assert State(tmp_path / "results").refresh().status(cells[0]) == "running"
     assert (folder / "run.json").read_bytes() == before
+
+
+def test_a_cell_that_another_program_runs_here_is_running_and_not_started_beside_it(
+    tmp_path: Path, cells: list[Cell], alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No sweep holds it: its words were given to `python -m ddlbench`."""
+    beat(record(tmp_path / "results", cells[0], "running"), Process.this(), 60)
+    state, said = State(tmp_path / "results").refresh(), list[str]()
+    assert Overview(cells[:1], state, Queue({})).statuses == {cells[0].key: "running"}
+    monkeypatch.setattr(local, "GRACE_S", 0.0)
+    run_cells(cells[:1], state, None, said.append)
+    name = f"{cells[0].name} repeat {cells[0].repeat}"
+    assert said == [f"{name}: left out, because another program runs it on this machine"]
+    assert len(state.refresh().of(cells[0])) == 1
 
 
 def test_a_run_that_its_time_limit_ended_is_not_started_again(tmp_path: Path, cells: list[Cell]) -> None:

@@ -26,7 +26,7 @@ from ddlbench.results.reading.published import read_points, record_of
 from ddlbench.results.rows import OWN, Row, group_by
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.tables import merge
-from ddlbench.texts import digest, first_few, say
+from ddlbench.texts import counted, digest, first_few, say
 
 NOTHING = 1  # exit code
 NO_SUBMISSION = "none: not an MLPerf submission"
@@ -57,8 +57,7 @@ def import_published(given: argparse.Namespace) -> int:
     left_out += conflicts
     say(*(f"left out: {line}" for line in left_out), stream=sys.stderr)
     counts = f"{new} published measurements added, {present} were there"
-    lines = f"{len(left_out)} line{'' if len(left_out) == 1 else 's'} on what is left out"
-    say(f"{given.into}: {counts}; {lines}")
+    say(f"{given.into}: {counts}; {counted(len(left_out), 'line')} on what is left out")
     return 0 if new or present else NOTHING
 
 

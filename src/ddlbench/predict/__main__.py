@@ -82,9 +82,10 @@ def show_plans(rows: Sequence[Prediction], machine: Machine, memory: float | Non
     whose rows have no settings. memory: the limit in bytes; None: that of the device"""
     plans = [row for row in rows if row.settings]
     for tried in group_by(plans, lambda row: (row.gpus, row.settings.get("train.global_batch"))).values():
-        samples, frameworks = tried[0].settings.get("train.global_batch"), {row.framework for row in tried}
+        samples, frameworks = tried[0].settings.get("train.global_batch"), len({row.framework for row in tried})
         batch = f", {samples} samples an update" if samples else ""
-        counts = f"{len(tried):,} plans of {len(frameworks)} frameworks at {counted(tried[0].gpus, 'GPU')}{batch}"
+        which = f"{counted(frameworks, 'framework')} at {counted(tried[0].gpus, 'GPU')}"
+        counts = f"{len(tried):,} plans of {which}{batch}"
         best = ranking.fitting(tried, max_memory=memory)
         possible = [row for row in tried if row.status == "ok"]
         if not possible:  # the most frequent reason

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddlbench.command import ended
+from ddlbench.errors import UserError
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.sweep import slurm
 from ddlbench.sweep.lock import Owner, holder, last_claim, queue
@@ -45,6 +46,8 @@ def _run(given: argparse.Namespace) -> int:
 
     options = slurm.Options(given.site, given.sbatch, given.throttle, given.pack)
     sbatch = options.words()  # a mistake in them is an error of every command, also of one that submits nothing
+    if given.local and options != slurm.Options():
+        raise UserError("--local ignores --site, --sbatch, --throttle and --pack: leave them out, or choose --slurm")
     cancels, starts = given.cancel and not given.dry_run, (given.slurm or given.local) and not given.dry_run
     mode = "cancel" if cancels else "status" if given.status else "start" if starts else "plan"
     on_gpus = "--gpus-per-node=0" not in sbatch if given.slurm else torch.cuda.is_available()

@@ -53,6 +53,12 @@ def run_cells(cells: Sequence[Cell], state: State, retry: str | None, say: Say) 
             again = retry if len(state.refresh().of(cell)) == seen[cell.key] else None
             if not due(state.status(cell), again):
                 continue
+            deadline = time.monotonic() + GRACE_S  # the ranks of a sweep that was killed end by themselves
+            while (runs := state.refresh().runs_here(cell)) and time.monotonic() < deadline:
+                time.sleep(1)
+            if runs:
+                say(f"{cell.name} repeat {cell.repeat}: left out, because another program runs it on this machine")
+                continue
             started, began = time.monotonic(), now()
             codes, output = run_cell(cell, state.results, held)
             status = _ended(cell, state, codes, began, output)

@@ -3,6 +3,7 @@ of text: the status of its cells, and the time that they took and will take."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from ddlbench.config.keys import Options, added_later, measured_part, written
 from ddlbench.errors import STATUSES, TIME_LIMIT
 from ddlbench.foreign import Object, parse, read_bytes, section
 from ddlbench.oracle.machine.machine import Machine
-from ddlbench.record.files import end_for_rank_0, find_killed
+from ddlbench.record.files import end_for_rank_0, find_killed, keeper_alive
 from ddlbench.results.rows import group_by
 from ddlbench.sweep.lock import FOLDER, Queue, holder, last_claim
 from ddlbench.sweep.plan import INVALID, Cell, key_of, predicted_s
@@ -81,6 +82,14 @@ class State:
     def of(self, cell: Cell) -> list[Attempt]:
         """The attempts at a cell, in order of their start."""
         return self._by_key.get(cell.key, [])
+
+    def runs_here(self, cell: Cell) -> bool:
+        """Whether a process of this machine keeps the record of an attempt, as of the last `refresh`."""
+        for attempt in self.of(cell):
+            with contextlib.suppress(Exception):  # no heartbeat, or none that can be read
+                if attempt.status == RUNNING and keeper_alive(attempt.folder):
+                    return True
+        return False
 
     def _read(self, folder: Path) -> None:
         try:
@@ -150,8 +159,8 @@ class Overview:
 
     @cached_property
     def statuses(self) -> dict[str, str]:
-        """The status of each cell by its key: `running` only if a process holds its claim, `queued` until its Slurm job
-        has begun it, also after an attempt that failed."""
+        """The status of each cell by its key: `running` only if a process holds its claim or runs it on this machine,
+        `queued` until its Slurm job has begun it, also after an attempt that failed."""
         return {cell.key: INVALID if cell.invalid else self._status(cell) for cell in self.cells}
 
     def _status(self, cell: Cell) -> str:
@@ -160,7 +169,9 @@ class Overview:
             return recorded
         owner = holder(self.state.results, cell.key, self.queued)
         if recorded in (MISSING, RUNNING):
-            return MISSING if owner is None else QUEUED if owner.job and recorded == MISSING else RUNNING
+            if owner is None:
+                return RUNNING if self.state.runs_here(cell) else MISSING
+            return QUEUED if owner.job and recorded == MISSING else RUNNING
         start = (self.queued.starts or {}).get(owner.job or "") if owner else None
         begun = any((attempt.job, attempt.restarts) == start for attempt in self.state.of(cell))
         return QUEUED if start and not begun else recorded

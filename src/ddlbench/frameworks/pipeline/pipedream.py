@@ -24,6 +24,7 @@ from ddlbench.frameworks.pipeline.weights import CORRECTIONS, PredictedWeights, 
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.refusals import check_alike, layerwise, optimizer_of
 from ddlbench.job import Job, on_meta
+from ddlbench.texts import counted
 
 
 @dataclass
@@ -63,8 +64,8 @@ class PipeDream(Staged):
             f"the norm of all gradients is known only {ranks - 1} micro batches after the last of {ranks} stages has "
             "made its update: set train.clip_norm=null, or use framework=1f1b":
                 job.clip_norm is not None and ranks > 1,
-            f"the tied embedding would be {ranks - 1} updates older on the first stage than on the last: set "
-            "model.tie_weights=false, or use framework=pipedream_2bw (the same staleness on all stages)":
+            f"the tied embedding would be {counted(ranks - 1, 'update')} older on the first stage than on the last: "
+            "set model.tie_weights=false, or use framework=pipedream_2bw (the same staleness on all stages)":
                 ranks > 1 and not self.double_buffered and tied_names(on_meta(job)),
         }  # fmt: skip
         refuse(self.name, reasons)
