@@ -107,6 +107,19 @@ def test_a_cell_that_another_program_runs_here_is_running_and_not_started_beside
     assert len(state.refresh().of(cells[0])) == 1
 
 
+def test_a_cell_that_another_program_ends_meanwhile_is_not_run_again(
+    tmp_path: Path, cells: list[Cell], alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, said = record(tmp_path / "results", cells[0], "running"), list[str]()
+    beat(folder, Process.this(), 60)
+    state = State(tmp_path / "results").refresh()
+    ended = (folder / "run.json").read_text().replace('"running"', '"ok"')
+    monkeypatch.setattr("time.sleep", lambda _: (folder / "run.json").write_text(ended))  # it ends while this one waits
+    monkeypatch.setattr(local, "run_cell", lambda *_: pytest.fail("a second attempt was started"))
+    run_cells(cells[:1], state, None, said.append)
+    assert (said, state.status(cells[0])) == ([], "ok")
+
+
 def test_a_run_that_its_time_limit_ended_is_not_started_again(tmp_path: Path, cells: list[Cell]) -> None:
     """The field counts; what a reason quotes does not, nor does a record without the field, as older versions wrote."""
     record(tmp_path / "a", cells[0], "killed", ended_by="time_limit", reason="rank 0 received SIGUSR1")

@@ -49,14 +49,14 @@ def run_cells(cells: Sequence[Cell], state: State, retry: str | None, say: Say) 
             if held is None:
                 continue
             at_end.callback(held.release)
-            # What another sweep has run since this one began is not tried again.
-            again = retry if len(state.refresh().of(cell)) == seen[cell.key] else None
+            deadline = time.monotonic() + GRACE_S  # the ranks of a sweep that was killed end by themselves
+            while state.refresh().runs_here(cell) and time.monotonic() < deadline:
+                time.sleep(1)
+            # What another program has run since this sweep began is not tried again.
+            again = retry if len(state.of(cell)) == seen[cell.key] else None
             if not due(state.status(cell), again):
                 continue
-            deadline = time.monotonic() + GRACE_S  # the ranks of a sweep that was killed end by themselves
-            while (runs := state.refresh().runs_here(cell)) and time.monotonic() < deadline:
-                time.sleep(1)
-            if runs:
+            if state.runs_here(cell):
                 say(f"{cell.name} repeat {cell.repeat}: left out, because another program runs it on this machine")
                 continue
             started, began = time.monotonic(), now()
